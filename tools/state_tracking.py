@@ -25,7 +25,7 @@ from stairwell.report.colors import MUTED, PALETTE, RULE, TEXT
 from stairwell.report.compare import Model, group_models
 from stairwell.report.memory_plots import write_memory_png
 from stairwell.report.plots import line_style, new_figure, save_png, set_log_x, style_axes
-from stairwell.report.stream_plots import samples, survival, write_stream_png
+from stairwell.report.stream_plots import group_by_length, survival, write_stream_png
 from stairwell.runs import long_streams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -166,7 +166,7 @@ def draw_headline(path: Path) -> None:
     plot = figure.subplots()
     for name, (width, label, end) in HEADLINE.items():
         model = models[name]
-        largest = samples([run.horizon for run in model.runs if run.horizon is not None])[0]
+        largest = group_by_length([run.horizon for run in model.runs if run.horizon is not None])[0]
         color = line_style(model.color)["color"]
         plot.step(*survival(largest), where="post", color=color, linewidth=width, solid_capstyle="butt")
         plot.text(*end, label, color=color, fontsize=13, fontweight="bold", ha="right", va="center")

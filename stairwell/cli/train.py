@@ -146,7 +146,7 @@ def train_and_print(
     if result is not None:
         named = {chosen.unit if name == "tokens" else name: value for name, value in result.items()}
         print(strict_json(named) if as_json else result_text(named))
-    if result is not None and seeds == 1 and (accuracies := last_improvement(chosen, run)):
+    if result is not None and seeds == 1 and not quiet and (accuracies := last_improvement(chosen, run)):
         say(
             f"validation accuracy was still improving (from {accuracies[0]:.1f} to {accuracies[1]:.1f}); "
             f"continue with: stairwell train --resume --out {run.path} --steps {2 * result['steps']}"

@@ -180,8 +180,7 @@ class StreamTrainConfig(TrainConfig):
     finetune_task: str = ""
     "Task options that change in the final phase, such as end_of_line=true."
     curriculum: str = ""
-    "Stages of increasing difficulty, separated by semicolons (quote them in a shell): length=8..100 grows from "
-    "8 to 100, 'variables=1;variables=2' has two stages."
+    "Stages of increasing difficulty: length=8..100 grows from 8 to 100; 'variables=1;variables=2' (in quotes) has two."
     curriculum_accuracy: float = 96.0
     "Accuracy in percent, over 20 steps, at which the next stage starts."
     stop_when_mastered: bool = False

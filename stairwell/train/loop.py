@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stairwell.cores.feedback import Feedback
 from stairwell.errors import UserError
 from stairwell.tasks.base import Batch
 from stairwell.tensor_files import load_tensors
@@ -273,8 +272,9 @@ class Trainer:
             ) from None
 
     def set_kv_precision(self) -> None:
-        core, precision = self.model.core, self.config.kv_precision
-        if isinstance(core, Feedback):
+        core: Any = getattr(self.model, "core", None)
+        precision = self.config.kv_precision
+        if hasattr(core, "kv_precision"):
             core.kv_precision = precision
         elif precision != "float32":
             raise UserError(

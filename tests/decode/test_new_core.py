@@ -17,7 +17,7 @@ from stairwell.cores.step import Application, Read
 from stairwell.decode import Session
 from stairwell.decode.interpreters import RingInterpreter
 from stairwell.export import StepModule
-from stairwell.export.pack import pack
+from stairwell.export.pack import pack_language_model
 from tests import invariants
 from tests.decode.test_session import check_crops, check_steps, make_model, warm_state
 from tests.export import test_engine
@@ -81,7 +81,7 @@ def test_an_exported_step_gives_the_logits_of_the_model(core: Any, options: dict
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_engine_js_gives_the_logits_of_the_model(core: Any, options: dict[str, Any], tmp_path: Path) -> None:
     model, tokens = make(core, options).float(), torch.randint(V, (1, 14))
-    packed = pack(model)
+    packed = pack_language_model(model)
     stream = {"tokens": tokens[0].tolist(), "start": [False] * 14}
     case = {"header": packed.header, "block": packed.block, **stream}
     (tmp_path / "cases.json").write_text(json.dumps([case]))

@@ -37,7 +37,9 @@ pytestmark = pytest.mark.quick
 PACKAGE = Path(__file__).parents[2] / "stairwell" / "train"
 
 
-@pytest.mark.parametrize("name", ["loop", "objective", "checkpoint", "optimizers", "distributed", "run", "curriculum"])
+@pytest.mark.parametrize(
+    "name", ["loop", "objective", "checkpoint", "optimizers", "distributed", "training_folder", "curriculum"]
+)
 def test_the_loop_does_not_depend_on_what_is_learned(name: str) -> None:
     source = (PACKAGE / f"{name}.py").read_text()
     protocols = r"\.base import (Batch|BatchSource|Split)(, (BatchSource|Split))*$"
