@@ -12,7 +12,7 @@ from stairwell.errors import UserError
 FIGURE, SB3_FIGURE = (ROOT / "docs" / "pictures" / name for name in ("scaling.png", "sb3.png"))
 PANELS = {
     "stream": "tokens since the stream's start",
-    "memory": "memory slots",
+    "memory": "memory positions",
     "rows": "batch size",
     "threads": "threads",
 }
