@@ -43,7 +43,7 @@ SYNONYMS = {
 OWN = ("name", "out", "resume", "steps", "seed", "seeds", "device", "help")
 COMMON = {
     "core": ("width", "layers", "heads", "memory", "chunk", "passes"),
-    "train": ("batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm", "gamma", "ent_coef"),
+    "train": ("batch", "segment", "learning_rate", "curriculum", "batch_tokens", "gamma", "ent_coef"),
 }
 COMMON_OF_TASK = {
     "algorithmic": ("statements", "variables"),
@@ -217,6 +217,8 @@ def is_common(name: str, section: str, field: str) -> bool:
     if section == "task":
         return field in COMMON_OF_TASK.get(task, ("length",))
     if field == "curriculum" and task in NO_CURRICULUM:
+        return False
+    if field == "segment" and task == "rl":  # agents have options of their environment instead
         return False
     return field in COMMON.get(section, ())
 

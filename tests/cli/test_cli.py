@@ -415,7 +415,7 @@ def test_the_help_of_train_fits_on_a_screen_and_shows_the_most_useful_options(wo
     for name in (*(f"{task}/feedback" for task in TASKS), "lm/staircase", "lm/lstm"):
         lines = help_of(workspace, "train", name)
         options = [line.split()[0] for line in lines if line.startswith("  -")]
-        assert len(lines) < 60 and 12 <= len(options) <= 22, name
+        assert len(lines) < 60 and 12 <= len(options) <= 20, name
         assert {"--out", "--steps", "--core.width", "--train.batch", "--help-all"} <= set(options), name
         assert max(map(len, lines)) <= 80, name
 
