@@ -23,7 +23,7 @@ from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerAct
 from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT_VERSION = 14  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+LAYOUT_VERSION = 15  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
 FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
 SCHEDULES = {"auto": 0, "streams": 1, "columns": 2}  # must match csrc/call.h

@@ -12,6 +12,7 @@ the state. The structures and letters are those of `segment_data`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -68,6 +69,9 @@ class FeedbackSegment(FirstOrderFunction):
         backend.forward(plan, inputs, saved)
         if plan.needs_gradient:
             ctx.backend, ctx.plan = backend, plan
+            # The saved keys and values include those of the state.
+            groups = [replace(group, state_kv=group.state_kv.new_empty(0)) for group in inputs.kv_groups]
+            inputs = replace(inputs, kv_groups=groups)
             save_tree(ctx, [inputs, saved])
         # Copies: saved tensors must not include the function's outputs.
         return saved.y.transpose(0, 1).contiguous(), saved.memory.permute(2, 1, 0, 3).contiguous()
@@ -76,7 +80,7 @@ class FeedbackSegment(FirstOrderFunction):
     @first_order_only
     def backward(ctx: Any, d_y: Tensor, d_memory: Tensor) -> tuple[Any, ...]:
         plan, (inputs, saved) = ctx.plan, saved_tree(ctx)
-        gradients = make_gradients(plan, saved)
+        gradients = make_gradients(plan, inputs, saved)
         d_y, d_memory = d_y.transpose(0, 1).contiguous(), d_memory.permute(2, 1, 0, 3).contiguous()
         totals = make_totals(inputs, gradients)
         for start in reversed(range(0, plan.T, plan.block)):

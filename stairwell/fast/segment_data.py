@@ -21,9 +21,11 @@ from torch import Tensor
 
 from stairwell.fast.buffer_pool import pooled_empty
 
-# Size of a block of backward: more tokens cost memory, fewer make products slow.
-BLOCK_ROWS = 512  # tokens times batch, at least
-BLOCK_BYTES = 1 << 24  # of the gradients of a block in float32; small models have longer blocks
+# Backward runs in blocks of tokens: fewer blocks need more memory, more blocks make products slow.
+SINGLE_BLOCK_BYTES = 1 << 24  # of the gradients of a segment in float32: up to this size there is one block
+BLOCKS = 8  # in a larger segment, if they are not too small
+BLOCK_ROWS = 128  # tokens times batch of a block, at least
+MAX_PANEL = 32  # columns of a panel of packed parameters (csrc/vector.h), at most
 
 
 def leaves(tree: Any) -> list[Tensor | None]:
@@ -95,8 +97,10 @@ class Plan:
     @property
     def block(self) -> int:
         """Tokens per block of backward; parameter gradients are computed once per block."""
-        row_bytes = 4 * self.A * (3 * self.D + self.H * self.K + self.F)
-        return min(self.T, -(-max(BLOCK_ROWS, BLOCK_BYTES // row_bytes) // self.B))
+        rows, row_bytes = self.B * self.T, 4 * self.A * (3 * self.D + self.H * self.K + self.F)
+        if rows * row_bytes <= SINGLE_BLOCK_BYTES:
+            return self.T
+        return min(self.T, -(-max(BLOCK_ROWS, rows // BLOCKS) // self.B))
 
     def width(self, a: int) -> int:
         """Number of distances of layer a (W)."""
@@ -272,9 +276,10 @@ class Gradients:
     state_kv: list[Tensor]  # per group: (B, R, 2HK)
     new_kv: list[Tensor]  # per group: (T, B, 2HK)
     layers: list[LayerGradients]
+    packed: Tensor | None = None  # buffer in which native loops keep packed parameters from block to block
 
 
-def make_gradients(plan: Plan, saved: Activations) -> Gradients:
+def make_gradients(plan: Plan, inputs: Inputs, saved: Activations) -> Gradients:
     """Return uninitialized gradients."""
     HK2 = 2 * plan.H * plan.K
     return Gradients(
@@ -283,7 +288,14 @@ def make_gradients(plan: Plan, saved: Activations) -> Gradients:
         [pooled_empty(saved.y, plan.B, plan.R, HK2) for _ in saved.keys],
         [pooled_empty(saved.y, plan.T, plan.B, HK2) for _ in saved.keys],
         [make_layer_gradients(layer, plan.block, scores=plan.T, z=plan.T) for layer in saved.layers],
+        pooled_empty(saved.y, packed_size(inputs)) if plan.block < plan.T and saved.y.is_cpu else None,
     )
+
+
+def packed_size(inputs: Inputs) -> int:
+    """Return an upper bound on the elements of all matrices as packed for backward."""
+    shapes = [leaf.shape for leaf in leaves(inputs) if leaf is not None and leaf.dim() == 2]
+    return sum(rows * -(-columns // MAX_PANEL) * MAX_PANEL for rows, columns in shapes)
 
 
 def make_layer_gradients(saved: LayerActivations, block: int, scores: int, z: int) -> LayerGradients:

@@ -53,7 +53,7 @@ def nan_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "pooled_empty", nan_tensor)
     monkeypatch.setattr(native, "FILL_SCRATCH_WITH_NAN", True)
     monkeypatch.setattr(segment_data, "BLOCK_ROWS", 4)
-    monkeypatch.setattr(segment_data, "BLOCK_BYTES", 0)
+    monkeypatch.setattr(segment_data, "SINGLE_BLOCK_BYTES", 0)
 
 
 @pytest.fixture

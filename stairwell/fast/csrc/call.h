@@ -7,6 +7,7 @@
 #include <atomic>
 #include <initializer_list>
 #include <limits>
+#include <memory>
 #include <new>
 #include <string>
 #include <type_traits>
@@ -106,6 +107,14 @@ class PointerList {
     const i64 expected = elements(shape);
     const Tensor& tensor = take();
     require(tensor.numel() >= expected, tensor, expected);
+    return elements_of<type>(tensor);
+  }
+
+  // The same for a tensor of any length, which may be empty.
+  template <class type>
+  type* any(i64& size) {
+    const Tensor& tensor = take();
+    size = tensor.numel();
     return elements_of<type>(tensor);
   }
 
@@ -253,6 +262,12 @@ class Call {
     plan.layer_outputs = layer_outputs.data();
   }
 
+  // Keys and values of the state are read in forward only, so they are not kept for backward.
+  void require_state_kv() const {
+    for (const auto& group : groups)
+      STAIRWELL_CHECK(group.state_kv || !length.state, "stairwell: keys and values of the state are missing");
+  }
+
   // incoming_tensors: gradients of y and, for Feedback, of the memory. Layer gradients are stored for the tokens of a block,
   // gradients of scores and of z for the specified numbers of tokens.
   void read_gradients(const Tensors& incoming_tensors, const Tensors& gradients, i64 begin, i64 end, i64 scores, i64 z) {
@@ -290,6 +305,7 @@ class Call {
       layer.feed.d_normed = block(!plan.pre_norm, D);
       layer.d_inner = block(true, plan.F);
     }
+    packed_buffer = next.any<real>(packed_size);
     next.end();
   }
 
@@ -321,10 +337,7 @@ class Call {
 
   template <class Loop>
   void run_as_team(bool forward, const Kernels<real>& use, Loop loop, bool fill_nan) {
-    i64 size = 0;
-    const std::vector<PackJob<real>> jobs = packing(forward, use.panel, size);
-    Scratch<real> packed(size, fill_nan);
-    pack(jobs, use.panel, packed.data());
+    const std::unique_ptr<Scratch<real>> packed = pack(forward, use.panel, fill_nan);
     const i64 threads = get_num_threads();
     Scratch<real> work(use.workspace(plan, plan.B, threads), fill_nan);
     std::atomic<bool> gives_up{false};
@@ -337,10 +350,7 @@ class Call {
   // The same with other kernels.
   template <class Workspace, class Loop>
   void run(bool forward, const Kernels<real>& use, Workspace workspace, Loop loop, i64 max_tile_batch, bool fill_nan) {
-    i64 size = 0;
-    const std::vector<PackJob<real>> jobs = packing(forward, use.panel, size);
-    Scratch<real> packed(size, fill_nan);
-    pack(jobs, use.panel, packed.data());
+    const std::unique_ptr<Scratch<real>> packed = pack(forward, use.panel, fill_nan);
     const i64 threads = get_num_threads();
     const i64 round = threads * max_tile_batch;  // streams that all threads process at a time
     const i64 tiles = std::min(plan.B, threads * ((plan.B + round - 1) / round));
@@ -397,7 +407,7 @@ class Call {
     plan.mix = next.next<const real>({length.memory ? plan.G : 0, plan.A + 1});
     position = next.next<const real>({plan.R + plan.attend_to_current, plan.K});
     for (auto& group : groups) {
-      group.state_kv = next.next<const real>({B, length.state, 2 * HK});
+      group.state_kv = next.optional<const real>({B, length.state, 2 * HK});
       const real* project = next.next<const real>({2 * HK, D});
       add_linear(group.project, project, next.optional<const real>({2 * HK}), D, 2 * HK);
     }
@@ -520,9 +530,22 @@ class Call {
     return jobs;
   }
 
+  // Pack all matrices. Backward runs in blocks of tokens, the last one first, which may keep the packed matrices in a
+  // buffer of the caller; else return the buffer.
+  std::unique_ptr<Scratch<real>> pack(bool forward, i64 panel, bool fill_nan) {
+    i64 size = 0;
+    const std::vector<PackJob<real>> jobs = packing(forward, panel, size);
+    std::unique_ptr<Scratch<real>> own;
+    if (!packed_buffer) own = std::make_unique<Scratch<real>>(size, fill_nan);
+    STAIRWELL_CHECK(own || size <= packed_size, "stairwell: the buffer of packed parameters is too small");
+    real* buffer = own ? own->data() : packed_buffer;
+    for (const auto& job : jobs) *job.to = {buffer + job.offset, job.depth};
+    if (own || plan.end == plan.T) pack(jobs, panel, buffer);
+    return own;
+  }
+
   void pack(const std::vector<PackJob<real>>& jobs, i64 panel, real* buffer) {
     for (const auto& job : jobs) {
-      *job.to = {buffer + job.offset, job.depth};
       const i64 panels = (job.width + panel - 1) / panel;
       parallel_for(0, panels, std::max<i64>(1, 65536 / (panel * job.depth)), [&](i64 first, i64 last) {
         for (i64 j = first; j < last; ++j)
@@ -536,6 +559,8 @@ class Call {
   const real* position = nullptr;
   i64 mask_width = 0;
   Lengths length{};
+  real* packed_buffer = nullptr;  // a buffer for packed parameters, from one block of backward to the next
+  i64 packed_size = 0;
   bool has_source = false;  // layers attend to a source
 };
 

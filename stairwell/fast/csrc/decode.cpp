@@ -42,6 +42,14 @@ void Barrier::wait() {
   if (waited > SLOW) was_slow_.store(true, std::memory_order_relaxed);
 }
 
+bool Barrier::was_slow() const {
+  // A step that takes long by itself, with many streams or a long memory, also has long waits.
+  if (!was_slow_.load(std::memory_order_relaxed)) return false;
+  const i64 waiting = std::max<i64>(1, threads_.load(std::memory_order_relaxed) - 1);
+  const std::chrono::nanoseconds waited(waited_.load(std::memory_order_relaxed) / waiting);
+  return 2 * waited > std::chrono::steady_clock::now() - start_;
+}
+
 bool Barrier::is_wasteful() const {
   const std::chrono::nanoseconds waited(waited_.load(std::memory_order_relaxed));
   return waited > MIN_WASTE && 4 * waited > std::chrono::steady_clock::now() - start_;

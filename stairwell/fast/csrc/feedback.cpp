@@ -11,6 +11,7 @@ void feedback_forward(Arguments& from) {
   dispatch_type(arguments.inputs, [&](auto type) {
     Call<decltype(type)> call(arguments);
     call.read(call.feedback_lengths(), arguments);
+    call.require_state_kv();
     call.run(true, schedule, instruction_set, fill_nan);
   });
 }

@@ -17,7 +17,7 @@ namespace stairwell {
 namespace {
 
 // Version of the operators' argument lists. native.py rejects a library with another version.
-constexpr i64 LAYOUT_VERSION = 14;
+constexpr i64 LAYOUT_VERSION = 15;
 
 thread_local i64 num_threads = 1;
 thread_local std::string error;

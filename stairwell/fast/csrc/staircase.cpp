@@ -150,6 +150,7 @@ void staircase_forward(Arguments& from) {
     Call<decltype(type)> call(arguments);
     StaircaseCall<decltype(type)> segment(call, staircase);
     call.read(segment.lengths(call.plan), arguments);
+    call.require_state_kv();
     segment.read(call, layer_outputs);
     segment.run(call, true, instruction_set, fill_nan);
   });

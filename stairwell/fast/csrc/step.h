@@ -137,8 +137,8 @@ class Barrier {
   // Every thread sets the number of threads before its first wait.
   void set_threads(i64 threads) { threads_.store(threads, std::memory_order_relaxed); }
   void wait();
-  // Whether a thread has waited much longer than a stage takes.
-  bool was_slow() const { return was_slow_.load(std::memory_order_relaxed); }
+  // Whether one thread would have been faster: a wait was long, and waits took most of the time.
+  bool was_slow() const;
   // Whether waits that were longer than a stage take a large part of the time since the barrier was made.
   bool is_wasteful() const;
 
