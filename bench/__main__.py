@@ -50,7 +50,9 @@ MEASUREMENTS = {
     "limit": Measurement("training steps against the machine's speed of matrix products", limit.measure, limit.CASES),
     "profile": Measurement("time of a Feedback step by part", profile.measure, profile.CASES),
     "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
-    "decode": Measurement("decoding against peers", decode.measure, (*decode.SINGLES, *decode.CASES, "flat")),
+    "decode": Measurement(
+        "decoding against peers", decode.measure, (*decode.SINGLES, *decode.CASES, "parts", "groups", "flat")
+    ),
     "translate": Measurement("beam search of translators against peers", translate.measure, tuple(translate.CASES)),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "schedules": Measurement("the two schedules of Feedback's training loops", schedules.measure, schedules.CASES),

@@ -2,9 +2,10 @@
 
 Feedback has one memory, Transformer-XL one per layer, so Feedback projects, stores and reads less. Before timing, each
 session must agree with its model; otherwise the benchmark stops. The peer is Hugging Face's GPT-2 with its own cache
-(pip install transformers); it is skipped with a message if transformers is missing.
+(pip install transformers) and, for one stream, in CTranslate2; a peer that is missing is skipped with a message.
 
-The cases of 32 streams also measure Feedback with keys and values in bfloat16.
+The cases of 32 streams also measure Feedback with keys and values in bfloat16. The case `parts` measures how much of
+their time is attention.
 
 The cases `single-...` decode one stream with parameters in float32, bfloat16 and int8, beside the memory bandwidth that
 the same process measures between them. Their ratios are those of each round; the median and the range are shown.
@@ -14,14 +15,17 @@ from __future__ import annotations
 
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
 
+from bench import gpt2
 from bench.speed import VOCABULARY, Step, full_state, spread, time_interleaved
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.decode import Session
@@ -70,6 +74,7 @@ CASES = {
 }
 
 
+PARTS_SPANS, PARTS_STREAMS, GROUPS = (1, 512, 2048), 32, (16, 8, 4)
 SINGLE_ROUNDS = 9
 BANDWIDTH_BYTES = 1 << 28
 SINGLES = {
@@ -98,36 +103,13 @@ def session_step(model: LanguageModel, B: int) -> tuple[Step, int]:
     return step, state.nbytes
 
 
-def gpt2_step(case: Case, B: int) -> tuple[Step, int]:
-    """Return a step of a GPT-2 of the same size, with a cache as long as the span. The cache grows by one token per
-    step and is reset after 64, so that it is timed at about the length of the span."""
-    from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    sizes: dict[str, Any] = {"n_embd": case.width, "n_layer": case.layers, "n_head": case.heads}
-    sizes |= {"n_positions": case.span + 64, "bos_token_id": None, "eos_token_id": None}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, **sizes)).eval()
-    K = case.width // case.heads
-    past = torch.randn(2, case.layers, B, case.heads, case.span, K)
-    cache: Any = None
-    tokens = torch.zeros(B, 1, dtype=torch.int64)
-
-    @torch.no_grad()
-    def step() -> None:
-        nonlocal cache, tokens
-        if cache is None or cache.get_seq_length() >= case.span + 64:
-            cache = DynamicCache()
-            for l in range(case.layers):
-                cache.update(past[0, l], past[1, l], l)
-        out = model(tokens, past_key_values=cache, use_cache=True)
-        tokens = out.logits[:, -1:].argmax(-1)
-
-    return step, past.numel() * past.element_size()
+def make_gpt2(case: Case) -> Any:
+    return gpt2.gpt2_model(case.layers, case.width, case.heads, case.span, VOCABULARY)
 
 
 def make_step(case: Case, decoder: Decoder) -> tuple[Step, int]:
     if decoder.model == "gpt2":
-        return gpt2_step(case, decoder.B)
+        return gpt2.transformers_step(make_gpt2(case), decoder.B)
     model = make_model(case, decoder.model)
     set_cache_type(model, decoder.cache)
     return session_step(model, decoder.B)
@@ -218,6 +200,19 @@ def parameter_bytes(model: LanguageModel) -> int:
     return sum(tensor.nbytes for tensor in program.tensors if tensor is not None)
 
 
+def peer_steps(case: Case, folder: Path) -> dict[str, Step]:
+    """Return the steps of a GPT-2 of the same size. CTranslate2 loads its model here, from files in `folder`."""
+    steps: dict[str, Step] = {}
+    try:
+        model = make_gpt2(case)
+        steps["gpt2"] = partial(repeat, gpt2.transformers_step(model, 1)[0], case.steps)
+        for name, compute_type in (("ctranslate2", "float32"), ("ctranslate2-int8", "int8")):
+            steps[name], steps[f"{name}-short"] = gpt2.ctranslate2_steps(model, folder / "gpt2", compute_type)
+    except ImportError as missing:
+        print(f"peer skipped: {missing}", file=sys.stderr)
+    return steps
+
+
 def measure_single(case: Case) -> list[dict[str, Any]]:
     """Measure one stream with every storage of the parameters, GPT-2 of the same size, and the bandwidth."""
     check_equal(case, "feedback")
@@ -228,16 +223,19 @@ def measure_single(case: Case) -> list[dict[str, Any]]:
         quantize(model, weights)
         step, _ = session_step(model, 1)
         steps[weights], read[weights] = partial(repeat, step, case.steps), parameter_bytes(model)
-    try:
-        steps["gpt2"] = partial(repeat, gpt2_step(case, 1)[0], case.steps)
-    except ImportError as missing:
-        print(f"gpt2 skipped: {missing}", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        peers = peer_steps(case, Path(folder))
     reads = bandwidth_steps()
-    times = time_interleaved({**steps, **reads}, SINGLE_ROUNDS, warm_up=1)
+    times = time_interleaved({**steps, **peers, **reads}, SINGLE_ROUNDS, warm_up=1)
     rounds = range(SINGLE_ROUNDS)
     fastest = min(reads, key=lambda name: statistics.median(times[name]))
     bandwidth = [BANDWIDTH_BYTES / times[fastest][i] for i in rounds]
-    rates = {name: [case.steps / times[name][i] for i in rounds] for name in steps}
+    rates = {name: [case.steps / times[name][i] for i in rounds] for name in (*steps, *({"gpt2"} & set(peers)))}
+    for name in ("ctranslate2", "ctranslate2-int8"):
+        if name in peers:
+            # Without reading the prompt, which the short generation does too.
+            short = times[f"{name}-short"]
+            rates[name] = [(gpt2.ROOM - 1) / (times[name][i] - short[i]) for i in rounds]
 
     def ratio(values: Sequence[float]) -> str:
         return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
@@ -253,7 +251,7 @@ def measure_single(case: Case) -> list[dict[str, Any]]:
             "instruction_set": native.INSTRUCTION_SETS[native.BEST_INSTRUCTION_SET],
         }
     ]
-    for name in steps:
+    for name in rates:
         record: dict[str, Any] = {
             "case": case.name,
             "what": name,
@@ -264,17 +262,89 @@ def measure_single(case: Case) -> list[dict[str, Any]]:
             record["megabytes_per_token"] = round(read[name] / 1e6, 1)
             record["of_bandwidth"] = ratio([rates[name][i] * read[name] / bandwidth[i] for i in rounds])
             record["over_float32"] = ratio([rates[name][i] / rates["float32"][i] for i in rounds])
-            if "gpt2" in rates:
-                record["over_gpt2"] = ratio([rates[name][i] / rates["gpt2"][i] for i in rounds])
+            for peer in ("gpt2", "ctranslate2"):
+                if peer in rates:
+                    record[f"over_{peer}"] = ratio([rates[name][i] / rates[peer][i] for i in rounds])
         records.append(record)
     return records
+
+
+def measure_parts() -> list[dict[str, Any]]:
+    """Measure how much of a step of many streams is attention, and how fast it reads keys and values.
+
+    The rest of a step is the time with a span of one token."""
+    records: list[dict[str, Any]] = []
+    reads = bandwidth_steps()
+    for name in ("feedback", "transformer-xl"):
+        cases = {span: Case("parts", (), span=span) for span in PARTS_SPANS}
+        steps: dict[Any, Step] = {
+            span: partial(repeat, session_step(make_model(case, name), PARTS_STREAMS)[0], 4)
+            for span, case in cases.items()
+        }
+        times = time_interleaved({**steps, **reads}, ROUNDS, warm_up=1)
+        median = {key: statistics.median(taken) for key, taken in times.items()}
+        for span, case in cases.items():
+            attention = (median[span] - median[min(cases)]) / 4
+            read = case.layers * PARTS_STREAMS * span * 2 * case.width * 4
+            record = {
+                "case": "parts",
+                "what": name,
+                "span": span,
+                "streams": PARTS_STREAMS,
+                "milliseconds": round(1000 * median[span] / 4, 2),
+                "attention_milliseconds": round(1000 * attention, 2),
+                "read_megabytes": round(read / 2**20),
+                "bandwidth": round(BANDWIDTH_BYTES / min(median[way] for way in reads) / 1e9, 1),
+                "spread": spread(times[span]),
+            }
+            if attention > 0:
+                record["gigabytes_per_second"] = round(read / attention / 1e9, 1)
+            records.append(record)
+    return records
+
+
+def measure_groups() -> list[dict[str, Any]]:
+    """Measure Feedback with all streams in one step, and with a step per group of streams. A group's keys and values
+    may stay in cache from layer to layer, but each group reads all parameters."""
+    records: list[dict[str, Any]] = []
+    for span in PARTS_SPANS[1:]:
+        model = make_model(Case("groups", (), span=span), "feedback")
+        steps = {
+            size: partial(run_all, [session_step(model, size)[0] for _ in range(PARTS_STREAMS // size)])
+            for size in (PARTS_STREAMS, *(size for size in GROUPS if size < PARTS_STREAMS))
+        }
+        times = time_interleaved(steps, ROUNDS, warm_up=1)
+        for size, taken in times.items():
+            ratios = [whole / part for whole, part in zip(times[PARTS_STREAMS], taken, strict=True)]
+            records.append(
+                {
+                    "case": "groups",
+                    "what": "feedback",
+                    "span": span,
+                    "streams": PARTS_STREAMS,
+                    "group": size,
+                    "tokens_per_second": round(PARTS_STREAMS / statistics.median(taken), 1),
+                    "over_one_group": f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+                    "spread": spread(taken),
+                }
+            )
+    return records
+
+
+def run_all(steps: Sequence[Step]) -> None:
+    for step in steps:
+        step()
 
 
 def measure_one(name: str) -> list[dict[str, Any]]:
     if name == "flat":
         return measure_flat()
+    if name == "parts":
+        return measure_parts()
+    if name == "groups":
+        return measure_groups()
     return measure_single(SINGLES[name]) if name in SINGLES else measure_case(CASES[name])
 
 
-def measure(cases: Sequence[str] = (*SINGLES, *CASES, "flat")) -> list[dict[str, Any]]:
+def measure(cases: Sequence[str] = (*SINGLES, *CASES, "parts", "groups", "flat")) -> list[dict[str, Any]]:
     return [record for name in cases for record in measure_one(name)]

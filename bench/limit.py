@@ -23,7 +23,7 @@ from bench.flops import Product, products, training_flops
 from bench.speed import ROUNDS, VOCABULARY, Case, Step, spread, stairwell_step, time_interleaved
 from stairwell import FeedbackConfig, TransformerXLConfig
 
-CASES = ("b16", "b64", "b256")
+CASES = ("b16", "b64", "b256", "small")
 SQUARE = 2048
 MODELS = {"feedback": FeedbackConfig, "transformer-xl": TransformerXLConfig}
 

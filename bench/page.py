@@ -14,7 +14,18 @@ from collections.abc import Sequence
 from bench import plot, table
 from bench.records import ROOT
 
-BENCHMARKS = ("speed", "decode", "translate", "memory", "limit", "profile", "staircase", "scaling", "agents")
+BENCHMARKS = (
+    "speed",
+    "decode",
+    "translate",
+    "memory",
+    "limit",
+    "profile",
+    "schedules",
+    "staircase",
+    "scaling",
+    "agents",
+)
 
 
 def commands(names: Sequence[str]) -> list[list[str]]:

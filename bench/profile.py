@@ -22,7 +22,7 @@ from bench.speed import ROUNDS, WARM_UP, Case
 from stairwell import FeedbackConfig
 from stairwell.fast import native
 
-CASES = ("b16", "b64", "b256")
+CASES = ("b16", "b64", "b256", "small")
 STEP, FORWARD, BACKWARD = "bench: step", "stairwell::feedback_forward", "stairwell::feedback_backward"
 ADAM = "Optimizer.step#Adam.step"
 

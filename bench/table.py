@@ -47,6 +47,8 @@ NAMES = {
     "transformer-xl-reference": "Transformer-XL, reference engine",
     "x-transformers": "x-transformers' Transformer-XL",
     "gpt2": "Hugging Face's GPT-2",
+    "ctranslate2": "GPT-2 in CTranslate2",
+    "ctranslate2-int8": "GPT-2 in CTranslate2, int8",
     "staircase-2": "Staircase, 2 passes",
     "staircase-4": "Staircase, 4 passes",
     "staircase-8": "Staircase, 8 passes",
@@ -54,6 +56,12 @@ NAMES = {
 }
 
 
+SINGLE_RATIOS = {
+    "of_bandwidth": "of the bandwidth",
+    "over_float32": "over float32",
+    "over_gpt2": "over Hugging Face's GPT-2",
+    "over_ctranslate2": "over CTranslate2's",
+}
 TRANSLATORS = {
     "feedback": "Feedback",
     "transformer": "our Transformer",
@@ -130,6 +138,30 @@ def machine(records: list[Record]) -> list[str]:
     return [*lines, "", f"{source(records)}; {about}."]
 
 
+def schedules(records: list[Record]) -> list[str]:
+    """Return the time with shared columns over the time with shared streams, and how good the choice is."""
+    batches = sorted({record["rows"] for record in records})
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in records):
+        results = {record["rows"]: record for record in records if record["case"] == case}
+        ratios = [f"{results[B]['columns_over_streams']:.2f}" if B in results else "" for B in batches]
+        worst = max(record["auto_over_better"] for record in results.values())
+        rows.append([case.replace("-", " "), *ratios, f"{worst:.2f}"])
+    head = ["columns over streams", *(f"batch {B}" for B in batches), "chosen over the better, worst"]
+    choices = [record["auto_over_better"] for record in records]
+    within = sum(choice <= 1.1 for choice in choices)
+    rounds, spread = rounds_and_spread(records, before=5)
+    about = f"the chosen schedule is within 10% of the better one in {within} of {len(choices)} cases"
+    return [
+        *grid(head, rows),
+        *("", f"{source(records)}; medians of {rounds} rounds, spread up to {spread:.2f}; {about}."),
+    ]
+
+
+def short_shape(case: str) -> str:
+    return "width 64, batch 128" if case == "small" else f"width 256, batch {case.removeprefix('b')}"
+
+
 def limit(records: list[Record]) -> list[str]:
     rows = []
     for case, results in by_case(records).items():
@@ -137,8 +169,8 @@ def limit(records: list[Record]) -> list[str]:
             step, products = results[model], results[f"{model} products"]
             rates = [f"{which['gigaflop_per_second']:,.0f}" for which in (step, products, results["square"])]
             shares = [f"{100 * step[share]:.0f}%" for share in ("of_products", "of_square")]
-            rows.append([case.removeprefix("b"), NAMES[model], f"{step['gigaflop']:,.1f}", *rates, *shares])
-    head = ["batch", "model", "GFLOP per step", "GFLOP/s, step", "products alone", "square product"]
+            rows.append([short_shape(case), NAMES[model], f"{step['gigaflop']:,.1f}", *rates, *shares])
+    head = ["shape", "model", "GFLOP per step", "GFLOP/s, step", "products alone", "square product"]
     rounds, worst = rounds_and_spread(records, before=7)
     return [
         *grid([*head, "step / products", "step / square"], rows),
@@ -154,7 +186,7 @@ def profile(records: list[Record]) -> list[str]:
         shares = [f"{100 * results[part]['share']:.1f}%" if part in results else "" for results in cases.values()]
         rows.append([part, *shares])
     whole = [f"{sum(record['milliseconds'] for record in results.values()):,.0f} ms" for results in cases.values()]
-    head = ["part of a Feedback step", *(f"batch {case.removeprefix('b')}" for case in cases)]
+    head = ["part of a Feedback step", *map(short_shape, cases)]
     return [*grid(head, [*rows, ["whole step, with profiler", *whole]]), "", f"{source(records)}."]
 
 
@@ -203,8 +235,43 @@ def decode(records: list[Record]) -> list[str]:
     ]
     head = ["decoding", "batch", "span", "state, MiB", "tokens/s", "Feedback over this"]
     lines = [*grid(head, rows), "", f"{source(records)}; spread up to {max_spread(records):.2f} of the median."]
+    lines += parts([record for record in records if record["case"] == "parts"])
+    lines += groups([record for record in records if record["case"] == "groups"])
     lines += single([record for record in records if record["case"].startswith("single-")])
     return lines + flat([record for record in records if record["case"] == "flat"])
+
+
+def parts(records: list[Record]) -> list[str]:
+    """Return the share of attention in a step of many streams, and the speed at which it reads memory."""
+    if not records:
+        return []
+    rows = [
+        [
+            NAMES[record["what"]],
+            *(f"{record['span']:,}", f"{record['milliseconds']:.1f}", f"{record['attention_milliseconds']:.1f}"),
+            f"{record['read_megabytes']:,}",
+            record.get("gigabytes_per_second", ""),
+        ]
+        for record in records
+    ]
+    head = [f"a step of {records[0]['streams']} streams", "span", "ms", "of these attention", "it reads, MiB", "GB/s"]
+    bandwidth = sorted({record["bandwidth"] for record in records})
+    about = " and ".join(f"{value} GB/s" for value in bandwidth)
+    about = f"Attention: the difference to a span of 1. Bandwidth in the same runs: {about}."
+    return ["", *grid(head, rows), "", about]
+
+
+def groups(records: list[Record]) -> list[str]:
+    """Return the speed of many streams of Feedback that are processed group by group."""
+    if not records:
+        return []
+    sizes = list(dict.fromkeys(record["group"] for record in records))
+    rows = [
+        [f"{span:,}", *(record["over_one_group"] for record in records if record["span"] == span)]
+        for span in dict.fromkeys(record["span"] for record in records)
+    ]
+    head = [f"{records[0]['streams']} streams of Feedback, speed of groups over one step; span"]
+    return ["", *grid([*head, *(f"groups of {size}" for size in sizes)], rows)]
 
 
 def single(records: list[Record]) -> list[str]:
@@ -217,7 +284,7 @@ def single(records: list[Record]) -> list[str]:
             [
                 NAMES.get(record["what"], f"Feedback, {record['what']}"),
                 f"{record['tokens_per_second']:,.0f}",
-                *(record.get(name, "") for name in ("of_bandwidth", "over_float32", "over_gpt2")),
+                *(record.get(name, "") for name in SINGLE_RATIOS),
             ]
             for record in results
             if record is not machine
@@ -226,9 +293,7 @@ def single(records: list[Record]) -> list[str]:
         head = [
             f"one stream, {layers} layers of width {width}",
             "tokens/s",
-            "of the bandwidth",
-            "over float32",
-            "over GPT-2",
+            *SINGLE_RATIOS.values(),
         ]
         about = f"{machine['gigabytes_per_second']} GB/s, {machine['threads']} threads, {machine['instruction_set']}"
         lines += ["", *grid(head, rows), "", f"Median and range of {machine['rounds']} rounds; {about}."]
@@ -478,6 +543,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "state": ("memory", state),
     "decode": ("decode", decode),
     "translate": ("translate", translate),
+    "schedules": ("schedules", schedules),
     "staircase": ("staircase", staircase),
     "scaling": ("scaling", scaling),
     "serve": ("serve", serve),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,7 @@ def test_every_measurement_can_be_shown(tmp_path: Path, monkeypatch: pytest.Monk
     plot.write_scaling(plot.FIGURE)
     shown = {name: table.section(name) for name in (*found, "state")}
     assert "our Transformer-XL" in shown["speed"] and "`python -m bench x` at abc" in shown["speed"]
-    assert "| 16 | Feedback |" in shown["limit"] and "8.00" in shown["state"]
+    assert "| width 256, batch 16 | Feedback |" in shown["limit"] and "8.00" in shown["state"]
     assert "scaling.png" in shown["scaling"] and plot.FIGURE.stat().st_size < 60_000
     assert "memory" in shown and "Not measured yet" in shown["memory"]  # steps take a process each
 
@@ -310,9 +311,29 @@ def test_one_stream_is_measured_with_every_storage_beside_the_bandwidth(monkeypa
     monkeypatch.setattr(decode, "BANDWIDTH_BYTES", 1 << 20)
     case = decode.Case("single-1x64", (decode.Decoder("feedback", 1),), span=8, steps=2, layers=1, width=64, heads=2)
     found = decode.measure_single(case)
-    assert [record["what"] for record in found] == ["bandwidth", "float32", "bfloat16", "int8", "gpt2"]
+    peers = ["gpt2", "ctranslate2", "ctranslate2-int8"] if find_spec("ctranslate2") else ["gpt2"]
+    assert [record["what"] for record in found] == ["bandwidth", "float32", "bfloat16", "int8", *peers]
     sizes = [record["megabytes_per_token"] for record in found[1:4]]
     assert sizes[0] >= sizes[1] >= sizes[2] > 0
     assert all(record["over_gpt2"].count("to") == 1 and "of_bandwidth" in record for record in found[1:4])
     shown = "\n".join(table.single(found))
     assert "| one stream, 1 layers of width 64 | tokens/s |" in shown and "| Feedback, int8 |" in shown
+
+
+def test_the_share_of_attention_in_a_step_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "ROUNDS", 2)
+    monkeypatch.setattr(decode, "BANDWIDTH_BYTES", 1 << 20)
+    monkeypatch.setattr(decode, "PARTS_SPANS", (1, 4))
+    monkeypatch.setattr(decode, "PARTS_STREAMS", 2)
+    monkeypatch.setattr(decode, "GROUPS", (1,))
+    found = decode.measure_parts()
+    assert [(record["what"], record["span"]) for record in found] == [
+        *(("feedback", 1), ("feedback", 4)),
+        *(("transformer-xl", 1), ("transformer-xl", 4)),
+    ]
+    assert found[0]["attention_milliseconds"] == 0 and found[0]["milliseconds"] > 0
+    (one, two) = decode.measure_groups()[:2]
+    assert (one["group"], two["group"]) == (2, 1) and one["over_one_group"] == "1.00 (1.00 to 1.00)"
+    assert "| groups of 1 |" in "\n".join(table.groups([one, two]))
+    shown = "\n".join(table.parts(found))
+    assert "| a step of 2 streams | span | ms |" in shown and "| Transformer-XL | 4 |" in shown
