@@ -39,7 +39,7 @@ LONG = 10_000  # tokens of the case `flat`
 
 @dataclass(frozen=True)
 class Decoder:
-    model: str  # feedback, transformer-xl or gpt2
+    model: str  # feedback, feedback-own-kv, transformer-xl or gpt2
     B: int
     cache: Cache = "float32"
 
@@ -61,15 +61,25 @@ class Case:
     heads: int = 8
 
 
-BATCH_OF_32 = (Decoder("feedback", 32), Decoder("transformer-xl", 32), Decoder("feedback", 32, "bfloat16"))
+BATCH_OF_32 = (
+    Decoder("feedback", 32),
+    Decoder("feedback-own-kv", 32),
+    Decoder("transformer-xl", 32),
+    Decoder("feedback", 32, "bfloat16"),
+)
 CASES = {
     case.name: case
     for case in (
-        Case("b1", (Decoder("feedback", 1), Decoder("transformer-xl", 1), Decoder("gpt2", 1)), steps=32),
+        Case(
+            "b1",
+            (Decoder("feedback", 1), Decoder("feedback-own-kv", 1), Decoder("transformer-xl", 1), Decoder("gpt2", 1)),
+            steps=32,
+        ),
         Case("b32-span512", BATCH_OF_32),
         Case("b32-span2048", BATCH_OF_32, span=2048, steps=3),
-        # A state of Transformer-XL is 8 times as large, once per layer.
-        Case("equal-state", (Decoder("feedback", 64), Decoder("transformer-xl", 8))),
+        # A state of Transformer-XL is 8 times as large, once per layer. Without shared keys and values, a session of
+        # Feedback has them once per layer.
+        Case("equal-state", (Decoder("feedback", 64), Decoder("feedback-own-kv", 8), Decoder("transformer-xl", 8))),
     )
 }
 
@@ -86,7 +96,11 @@ SINGLES = {
 def make_model(case: Case, name: str) -> LanguageModel:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"width": case.width, "layers": case.layers, "heads": case.heads, "memory": case.span}
-    core = FeedbackConfig(**sizes) if name == "feedback" else TransformerXLConfig(**sizes)
+    core = (
+        TransformerXLConfig(**sizes)
+        if name == "transformer-xl"
+        else FeedbackConfig(**sizes, share_kv=name != "feedback-own-kv")
+    )
     return LanguageModel(LanguageModelConfig(core=core, inputs=VOCABULARY)).eval()
 
 

@@ -40,6 +40,7 @@ PEERS = {
 }
 NAMES = {
     "feedback": "Feedback",
+    "feedback-own-kv": "Feedback, own keys and values in each layer",
     "feedback-bfloat16-cache": "Feedback, keys and values in bfloat16",
     "feedback-bf16-kv": "Feedback, keys and values in bfloat16",
     "transformer-xl": "Transformer-XL",
