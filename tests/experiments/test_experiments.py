@@ -449,10 +449,22 @@ def test_decoder_depths_have_three_seeds_and_dropout_equal_budgets() -> None:
     assert settings["feedback"] == settings["transformer-xl"] == {(0, False), (0.1, False), (0.3, False), (0.3, True)}
 
 
-@pytest.mark.parametrize("name", ["lengths.copy", "lengths.reverse"])
+@pytest.mark.parametrize("name", ["lengths.copy", "lengths.reverse", "lengths.counting"])
 def test_spread_lengths_clip_gradients_as_the_papers_do(name: str) -> None:
     for each in experiment_of(f"extra.{name}", "laptop").variants:
         assert each.config.train.max_grad_norm == 0.1
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+def test_counting_with_a_short_memory_cannot_attend_to_a_whole_sequence(scale: Any) -> None:
+    experiment = experiment_of("extra.lengths.counting", scale)
+    assert len({each.name for each in experiment.variants}) == 7
+    for each in experiment.variants:
+        config: Any = each.config
+        assert config.task.length == 200
+        if config.core_name != "lstm":
+            assert config.core.memory == 32
+            assert (config.core.position_embeddings == 16) == (config.core.positions == "clamped")
 
 
 def test_defaults_are_the_papers() -> None:
