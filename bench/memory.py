@@ -15,21 +15,24 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import decode, speed
-from bench.speed import IMPLEMENTATIONS, WARM_UP, Case
+from bench import decode, speed, staircase
+from bench.speed import IMPLEMENTATIONS, WARM_UP
+from stairwell import LanguageModel
 from stairwell.decode import Session
+from stairwell.state import State
 
-CASES = ("b16", "b64", "char-ptb")
 NAMES = ("feedback", "transformer-xl", "reference", "transformer-xl-reference", "x-transformers")
 # The reference engine takes minutes there.
 LARGE_NAMES = ("feedback", "feedback-bf16-kv", "transformer-xl", "x-transformers")
+STAIRCASES = {model.name: model.core for model in staircase.MODELS}
+CASES = {"b16": NAMES, "b64": NAMES, "char-ptb": LARGE_NAMES, "passes": tuple(STAIRCASES)}  # implementations
 START_FULL = ("feedback", "feedback-bf16-kv", "transformer-xl", "reference", "transformer-xl-reference")
 REPEATS = 2
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
@@ -43,13 +46,25 @@ def resident(what: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def peak_memory(name: str, case: Case) -> int:
+def make_step(name: str, case: str, tiny: bool) -> Callable[[], Any]:
+    """Return the training step of an implementation, or one of a tiny model that loads the same libraries."""
+    if case == "passes":
+        core = STAIRCASES[name]
+        small = replace(core, layers=1, width=16, heads=2)
+        return staircase.training_step(small, "auto", 2, 64) if tiny else staircase.training_step(core, "auto")
+    shape = speed.CASES[case]
+    if tiny:
+        shape = replace(shape, B=2, layers=1, width=16, heads=2, memory=4, segment=4, inner=None)
+    return IMPLEMENTATIONS[name](shape)
+
+
+def peak_memory(name: str, case: str) -> int:
     """Return the peak memory of training steps in bytes. Call this in a process that does nothing else."""
-    IMPLEMENTATIONS[name](replace(case, B=2, layers=1, width=16, heads=2, memory=4, segment=4, inner=None))()
+    make_step(name, case, tiny=True)()
     CLEAR.write_text("5", encoding="ascii")  # resets the peak
     before = resident("VmRSS")
-    step = IMPLEMENTATIONS[name](case)
-    for _ in range(2 if name in START_FULL else WARM_UP + 1):
+    step = make_step(name, case, tiny=False)
+    for _ in range(2 if name in START_FULL and case != "passes" else WARM_UP + 1):
         step()
     return resident("VmHWM") - before
 
@@ -79,13 +94,26 @@ def measure_case(case: str) -> list[dict[str, Any]]:
     if not CLEAR.exists():
         sys.exit("peak memory can only be measured on Linux")
     records: list[dict[str, Any]] = []
-    for name in LARGE_NAMES if case == "char-ptb" else NAMES:
+    for name in CASES[case]:
         peaks = [peak for _ in range(REPEATS) if (peak := measure_in_process(name, case)) is not None]
         if peaks:
             spread = round((max(peaks) - min(peaks)) / max(peaks), 3)
             records.append({"case": case, "what": name, "peak_megabytes": megabytes(max(peaks)), "spread": spread})
-            records[-1]["over_feedback"] = round(records[-1]["peak_megabytes"] / records[0]["peak_megabytes"], 2)
+            ratio = round(records[-1]["peak_megabytes"] / records[0]["peak_megabytes"], 2)
+            if case == "passes":
+                model = staircase.model_for(STAIRCASES[name], "auto").eval()
+                with torch.no_grad():
+                    _, state = model(torch.zeros(1, 2 * staircase.T, dtype=torch.int64), model.init_state(1))
+                records[-1] |= {"over_transformer_xl": ratio, "session_bytes": session_bytes(model, state)}
+            else:
+                records[-1]["over_feedback"] = ratio
     return records
+
+
+def session_bytes(model: LanguageModel, state: State) -> int:
+    """Return the size of a session's buffers, which hold the state and its keys and values."""
+    interpreter: Any = Session(model, state).interpreter
+    return sum(buffer.all.untyped_storage().nbytes() for buffer in interpreter.buffers())
 
 
 def measure_decoding() -> list[dict[str, Any]]:
@@ -94,10 +122,8 @@ def measure_decoding() -> list[dict[str, Any]]:
     for name in ("feedback", "transformer-xl"):
         model = decode.make_model(DECODED, name)
         state = speed.full_state(model, 1)
-        interpreter: Any = Session(model, state).interpreter
-        buffers = sum(buffer.all.untyped_storage().nbytes() for buffer in interpreter.buffers())
         record = {"case": "decoding", "what": name, "layers": DECODED.layers, "state_bytes": state.nbytes}
-        records.append({**record, "session_bytes": buffers})
+        records.append({**record, "session_bytes": session_bytes(model, state)})
         for part in ("state", "session"):
             ratio = records[-1][f"{part}_bytes"] / records[0][f"{part}_bytes"]
             records[-1][f"{part}_over_feedback"] = round(ratio, 2)
@@ -109,4 +135,4 @@ def measure(cases: Sequence[str] = (*CASES, "decoding")) -> list[dict[str, Any]]
 
 
 if __name__ == "__main__":
-    print(json.dumps(peak_memory(sys.argv[1], speed.CASES[sys.argv[2]])))
+    print(json.dumps(peak_memory(sys.argv[1], sys.argv[2])))

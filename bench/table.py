@@ -192,7 +192,8 @@ def profile(records: list[Record]) -> list[str]:
 
 
 def memory(records: list[Record]) -> list[str]:
-    records = [record for record in records if record["case"] != "decoding"]
+    passes = [record for record in records if record["case"] == "passes"]
+    records = [record for record in records if record["case"] not in ("decoding", "passes")]
     if not records:
         return [NOT_MEASURED.format("memory")]
     rows = []
@@ -203,7 +204,27 @@ def memory(records: list[Record]) -> list[str]:
             shape = ""
     worst = max(record["spread"] for record in records)
     head = ["training step", "model", "peak, MiB", "over Feedback"]
-    return [*grid(head, rows), "", f"{source(records)}; two runs of each model differ by at most {100 * worst:.1f}%."]
+    about = f"{source(records)}; two runs of each model differ by at most {100 * worst:.1f}%."
+    return [*grid(head, rows), "", about, *memory_of_passes(passes)]
+
+
+def memory_of_passes(records: list[Record]) -> list[str]:
+    if not records:
+        return []
+    rows = [
+        [
+            NAMES[record["what"]],
+            *(f"{record['peak_megabytes']:,.0f}", f"{record['over_transformer_xl']:.2f}"),
+            *(f"{record['session_bytes']:,}", f"{record['session_bytes'] / records[0]['session_bytes']:.2f}"),
+        ]
+        for record in records
+    ]
+    head = [
+        "4 layers, width 256, context and segment 256, batch 8",
+        "peak of a training step, MiB",
+        "over Transformer-XL",
+    ]
+    return ["", *grid([*head, "one stream in decoding, bytes", "over Transformer-XL"], rows), "", f"{source(records)}."]
 
 
 def state(records: list[Record]) -> list[str]:

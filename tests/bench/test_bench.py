@@ -337,3 +337,13 @@ def test_the_share_of_attention_in_a_step_is_measured(monkeypatch: pytest.Monkey
     assert "| groups of 1 |" in "\n".join(table.groups([one, two]))
     shown = "\n".join(table.parts(found))
     assert "| a step of 2 streams | span | ms |" in shown and "| Transformer-XL | 4 |" in shown
+
+
+@pytest.mark.skipif(not memory.CLEAR.exists(), reason="peak memory can only be measured on Linux")
+def test_the_memory_of_passes_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "measure_in_process", lambda name, case: len(name) << 20)
+    records = [{**record, **ABOUT} for record in memory.measure_case("passes")]
+    sizes = {record["what"]: record["session_bytes"] for record in records}
+    assert sizes["transformer-xl"] < sizes["staircase-2"] < sizes["staircase-4"] < sizes["staircase-8"]
+    shown = "\n".join(table.memory_of_passes(records))
+    assert "| Staircase, 8 passes | 11 | 0.79 |" in shown
