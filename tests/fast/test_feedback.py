@@ -119,6 +119,46 @@ def test_rounded_keys_and_values_are_stored_in_two_bytes() -> None:
     assert {tensor.dtype for tensor in (*saved.keys, *saved.values)} == {torch.bfloat16}
 
 
+def test_keys_and_values_of_the_state_are_not_kept_for_backward(engine: FeedbackEngine) -> None:
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, memory=5), B=2, T=7, warm=9)
+    y, _ = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
+    segments = [node for node in nodes_before(y.grad_fn) if "FeedbackSegment" in node.name()]
+    shapes = {tuple(saved.shape) for node in segments for saved in node.saved_tensors if saved is not None}
+    assert (2, 2, 7 + 5, 4) in shapes  # keys of the segment, with those of the state
+    assert (2, 5, 2 * 8) not in shapes
+
+
+def nodes_before(node: Any) -> list[Any]:
+    """Return a node of the autograd graph and all nodes that its gradient reaches."""
+    return (
+        []
+        if node is None
+        else [node, *(each for next_node, _ in node.next_functions for each in nodes_before(next_node))]
+    )
+
+
+@pytest.mark.parametrize("rows, blocks", [(1, 7), (6, 4), (100, 1)])
+def test_parameters_are_packed_once_for_all_blocks(
+    rows: int, blocks: int, monkeypatch: pytest.MonkeyPatch, engine: FeedbackEngine
+) -> None:
+    monkeypatch.setattr(segment_data, "BLOCK_ROWS", rows)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, memory=5), B=3, T=7)
+    buffers: list[tuple[range, Any]] = []
+    backward = type(engine.backend).backward
+
+    def record(self: Any, *arguments: Any) -> None:
+        buffers.append((arguments[-1], arguments[-2].packed))
+        backward(self, *arguments)
+
+    monkeypatch.setattr(type(engine.backend), "backward", record)
+    y, _ = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
+    y.sum().backward()
+    tokens = [block for block, _ in buffers]
+    assert len(tokens) == blocks and sorted(t for block in tokens for t in block) == list(range(7))
+    assert tokens[0].stop == 7 and all(later.start == block.stop for block, later in zip(tokens[1:], tokens))
+    assert len({id(buffer) for _, buffer in buffers}) == 1 and (buffers[0][1] is None) == (blocks == 1)
+
+
 # Sizes around the widths of vectors and blocks; segments longer, and windows shorter than a chunk of backward.
 @pytest.mark.parametrize("memory", [4, 9, 30])
 @pytest.mark.parametrize("head_width", [8, 13, 36])
